@@ -280,10 +280,10 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         objective, source, counts = method.objective or "", method.source, method.labels
         starts = {one.seed: self._start(one) for one in contexts}
         runs = {one.seed: one.folder for one in contexts}
-        model, p = self.inputs.prompted, self.inputs.prompted
-        if self.machine.compile:
-            limits: dict[str, Any] = {"max_length": p.max_length, "normalise": p.normalise}
-            model = PromptedModel(p.model, p.template, p.verbalizer, **limits, compile=True)
+        model = self.inputs.prompted
+        if self.machine.compile:  # not the model of all rows, whose tuning stays as it is
+            limits: dict[str, Any] = {"max_length": model.max_length, "normalise": model.normalise}
+            model = PromptedModel(model.model, model.template, model.verbalizer, **limits, compile=True)
         pool = self._of_one_width(self.inputs.pretraining(source, counts))
         make = partial(self.stack, pool, model=model, tuning=self._tuning_of(objective))
         words = self.data.numbers_of(None)

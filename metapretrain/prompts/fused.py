@@ -71,12 +71,13 @@ class FusedLayers:
     def __call__(self, form: Any = None) -> Iterator[None]:
         """`form` is what the model's attention depends on beside the inputs of its layers."""
         own = [layer for layer in self.layers if _is_plain(layer)] if self.possible else []
-        self.form = form
+        before, self.form = self.form, form
         try:
             for layer in own:
                 layer.forward = partial(self._forward, layer)
             yield
         finally:
+            self.form = before
             for layer in own:
                 vars(layer).pop("forward", None)
 

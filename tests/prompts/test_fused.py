@@ -230,6 +230,18 @@ def test_a_tensor_that_is_given_in_another_place_is_another_form() -> None:
     assert keys[0] != keys[1]
 
 
+def test_the_form_of_an_inner_block_ends_with_it() -> None:
+    """A prompt that is shared inside is not shared behind, where as many tokens see each other."""
+    plain, fused = pair("llama")
+    x = torch.randn(1, 8, 16, dtype=torch.float64, requires_grad=True)
+    rows = PromptBatch(torch.arange(4, 8).view(1, 2, 2), torch.ones(1, 2, 2).long(), torch.ones(1, 2).long())
+    with fused.prompted.fused():
+        fused.prompted(fused.prompt(), rows)  # 4 + 2 * 2 tokens
+        found = fused.prompted.model(inputs_embeds=x, use_cache=False).logits
+    assert len(fused.prompted.fused.pieces) == 2
+    torch.testing.assert_close(found, plain.prompted.model(inputs_embeds=x, use_cache=False).logits)
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda maml: pickle.loads(pickle.dumps(maml))])
 def test_copies_and_pickles(copied: Any) -> None:
     fused = pair("llama")[1]
