@@ -176,7 +176,9 @@ class _Call:
     def key(self) -> tuple[Any, ...]:
         """All that the pieces keep of a call."""
         known, others = ahead.forms_of([*self.inputs, *self.named.values()]), map_tensors(lambda _: Tensor, self.given)
-        kinds = tuple(map(type, self.layer.modules()))
+        # Floats are such as a norm's epsilon or attention's scale, which may have been set for one layer alone.
+        parts = self.layer.modules()
+        kinds = tuple((type(part), *(v for v in vars(part).values() if isinstance(v, float))) for part in parts)
         return kinds, tuple(self.named), repr(known), repr(others), tuple(self.asked), self.dtype
 
     def values(self, casts: Sequence[int], dtype: torch.dtype | None) -> Tensors:

@@ -209,13 +209,17 @@ CHANGES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", [*CHANGES, "number"])
 def test_a_layer_that_was_changed_is_not_taken_for_those_like_it(change: str) -> None:
     plain, fused = pair("llama")
     fused.prompted.fused.pieces = KEPT.setdefault("llama", {})
     before = step(fused)
     for maml in (plain, fused):
-        CHANGES[change](maml.prompted.model.model.layers[1].mlp)
+        layer = maml.prompted.model.model.layers[1]
+        if change == "number":
+            layer.self_attn.scaling *= 3
+        else:
+            CHANGES[change](layer.mlp)
     found = []
     for maml in (plain, fused):
         torch.manual_seed(0)
