@@ -177,7 +177,7 @@ class _Call:
         """All that the pieces keep of a call."""
         known, others = ahead.forms_of([*self.inputs, *self.named.values()]), map_tensors(lambda _: Tensor, self.given)
         # Floats are such as a norm's epsilon or attention's scale, which may have been set for one layer alone.
-        parts = self.layer.modules()
+        parts = [part for name, part in self.layer.named_modules() if BIAS not in name]
         kinds = tuple((type(part), *(v for v in vars(part).values() if isinstance(v, float))) for part in parts)
         return kinds, tuple(self.named), repr(known), repr(others), tuple(self.asked), self.dtype
 

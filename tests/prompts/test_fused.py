@@ -55,6 +55,9 @@ def test_a_step_is_that_of_plain_layers(name: str, options: dict[str, Any]) -> N
     fused.prompted.fused.pieces = KEPT.setdefault(name, {})
     check(plain, fused)
     assert len(KEPT[name]) >= 1 + (name == "t5")
+    layers = fused.prompted.fused.layers  # T5's first ones are like the others
+    keys = {module._Call(layer, torch.zeros(1, 2, 16), ((), {})).key() for layer in layers}
+    assert len(keys) == 1 + (name == "t5")
     with torch.no_grad():
         for model in (plain.prompted.model, fused.prompted.model):
             model.get_input_embeddings().weight.mul_(1.1)
