@@ -48,7 +48,7 @@ class FusedLayers:
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
         >>> sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "vocab_size": 9}
-        >>> model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **sizes)).requires_grad_(False)
+        >>> model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **sizes)).requires_grad_(False).eval()
         >>> fused, x = FusedLayers(model, backend="eager"), torch.ones(1, 3, 8, requires_grad=True)
         >>> with fused():
         ...     logits = model(inputs_embeds=x, use_cache=False).logits
