@@ -48,8 +48,8 @@ def test_f1_is_that_of_its_equation(count: int, n: int) -> None:
 def test_f1_is_of_class_1() -> None:
     assert f1([0, 0, 1], [0, 0, 0]) == 0
     assert f1([1, 1, 0], [1, 1, 1]) == pytest.approx(0.8)
-    for wrong in ([0.5, 1], [-100, 1], [-1, 1], [2, 1]):
-        with pytest.raises(InputError, match=r"classes, which are whole numbers 0\.\.1"):
+    for wrong in ([0.5, 1], [-100, 1], [-1, 1]):
+        with pytest.raises(InputError, match="classes, which are whole numbers from 0 on"):
             f1(wrong, [0, 1])
 
 
