@@ -207,6 +207,8 @@ class MAML(Learner):
     def adapted(self, support: Any) -> Callable[[Any], Tensor]:
         """Adapt to one task's support rows, and return what then maps x (Q, ...) to logits (Q, W)."""
         s = pair(support)
+        if isinstance(s[1], Tensor) and not s[1].ndim:
+            raise InputError("support labels are a single number; give a tensor (N,), a label for each row")
         check_classes("support", self.loss, s[1][None] if isinstance(s[1], Tensor) else s[1])
         options, values = self._at_evaluation(s)
         options = {name: value for name, value in options.items() if name not in ("tasks", "chunk")}

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 LAYERS = ("LlamaDecoderLayer", "MT5Block", "T5Block")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 BIAS = "relative_attention_bias"  # of T5's first layer, which hands what it makes of it to the others
+OWN = ("has_relative_attention_bias", "layer_idx")  # in which layers that do the same differ
 MOST = 16  # forms that are compiled
 Tensors = list[Tensor]
 
@@ -176,9 +177,10 @@ class _Call:
     def key(self) -> tuple[Any, ...]:
         """All that the pieces keep of a call."""
         known, others = ahead.forms_of([*self.inputs, *self.named.values()]), map_tensors(lambda _: Tensor, self.given)
-        # Floats are such as a norm's epsilon or attention's scale, which may have been set for one layer alone.
+        # Numbers are such as a norm's epsilon or whether attention is causal, which may be set for one layer alone.
         parts = [part for name, part in self.layer.named_modules() if BIAS not in name]
-        kinds = tuple((type(part), *(v for v in vars(part).values() if isinstance(v, float))) for part in parts)
+        numbers = [[(k, v) for k, v in vars(p).items() if isinstance(v, int | float) and k not in OWN] for p in parts]
+        kinds = tuple((type(part), *own) for part, own in zip(parts, numbers, strict=True))
         return kinds, tuple(self.named), repr(known), repr(others), tuple(self.asked), self.dtype
 
     def values(self, casts: Sequence[int], dtype: torch.dtype | None) -> Tensors:

@@ -329,3 +329,8 @@ def test_labels_in_numbers_are_no_classes_of_a_prototypical_network() -> None:
             getattr(ProtoNet(nn.Linear(4, 2)), way)((x, y), (x, y))
     with pytest.raises(InputError, match="give whole numbers"):
         ProtoNet(nn.Linear(4, 2)).adapt(x[0], y[0])
+
+
+def test_a_single_label_for_all_support_rows_is_refused() -> None:
+    with pytest.raises(InputError, match="support labels are a single number"):
+        MAML(nn.Linear(3, 2), lr=0.1).adapted((torch.ones(1, 3), torch.tensor(1)))

@@ -231,6 +231,13 @@ def test_a_layer_that_was_changed_is_not_taken_for_those_like_it(change: str) ->
     assert not torch.allclose(found[1][1], before[1], rtol=1e-2)
 
 
+def test_a_number_of_one_layer_is_another_form_but_its_place_is_not() -> None:
+    (first, second), x = pair("llama")[1].prompted.fused.layers[:2], torch.zeros(1, 2, 16)
+    keys = [module._Call(layer, x, ((), {})).key() for layer in (first, second)]
+    first.self_attn.is_causal = False
+    assert keys[0] == keys[1] != module._Call(first, x, ((), {})).key()
+
+
 def test_a_tensor_that_is_given_in_another_place_is_another_form() -> None:
     layer, x = pair("llama")[1].prompted.fused.layers[0], torch.zeros(1, 2, 16)
     keys = [module._Call(layer, x, (given, {})).key() for given in ((x, None), (None, x))]
